@@ -172,7 +172,7 @@ func grant(l *v1alpha1.FencedLease, t Transition) error {
 		if err := validQueue(t.queue, t.waiting, &t.by); err != nil {
 			return err
 		}
-		l.Status.Queue, l.Status.Waiting = slices.Clone(t.queue), t.waiting
+		l.Status.Queue, l.Status.Waiting = append([]v1alpha1.Contender{}, t.queue...), t.waiting
 	}
 	return issue(l, t.by, t.at)
 }
@@ -244,7 +244,7 @@ func issue(l *v1alpha1.FencedLease, c v1alpha1.Contender, at metav1.MicroTime) e
 
 func enqueue(l *v1alpha1.FencedLease, t Transition) error {
 	s := l.Status
-	if s.Phase == v1alpha1.PhaseAvailable {
+	if s.Phase == v1alpha1.PhaseAvailable && len(t.queue) > 0 {
 		return fmt.Errorf("an available lease is granted, not queued for: %w", ErrIllegal)
 	}
 	var holder *v1alpha1.Contender

@@ -120,22 +120,29 @@ func SameRequest(a, b v1alpha1.Contender) bool {
 
 // valid says whether the schema would take the contender.
 func valid(c v1alpha1.Contender) error {
-	for field, bad := range map[string]bool{
-		"identity":   !bounded(c.Identity, v1alpha1.MaxIdentityLength),
-		"session":    !bounded(c.Session, 253),
-		"sessionUID": !bounded(string(c.SessionUID), 36),
-		"user":       !bounded(c.User, v1alpha1.MaxUserLength),
-		"podUID":     c.PodUID != "" && !bounded(string(c.PodUID), 36),
-		"ticket":     c.Ticket < 1 || c.Ticket > v1alpha1.MaxToken,
+	for _, leaf := range []struct {
+		name string
+		ok   bool
+	}{
+		{"identity", bounded(c.Identity, v1alpha1.MaxIdentityLength)},
+		{"session", bounded(c.Session, 253)},
+		{"sessionUID", bounded(string(c.SessionUID), 36)},
+		{"user", bounded(c.User, v1alpha1.MaxUserLength)},
+		{"podUID", c.PodUID == "" || bounded(string(c.PodUID), 36)},
+		{"ticket", c.Ticket >= 1 && c.Ticket <= v1alpha1.MaxToken},
 	} {
-		if bad {
-			return fmt.Errorf("%s of the contender is missing or out of bounds: %w", field, ErrIllegal)
+		if !leaf.ok {
+			return fmt.Errorf("%s of the contender is missing or out of bounds: %w", leaf.name, ErrIllegal)
 		}
 	}
 	return nil
 }
 
-func bounded(s string, most int) bool { return s != "" && utf8.RuneCountInString(s) <= most }
+// bounded says whether JSON keeps s as it is, and the schema takes it. Bytes that are no UTF-8 can come in by
+// protobuf; JSON would change them, so that the stored contender would never again equal its session.
+func bounded(s string, most int) bool {
+	return s != "" && utf8.ValidString(s) && utf8.RuneCountInString(s) <= most
+}
 
 // validQueue says whether queue may stand behind holder (nil: nobody holds).
 func validQueue(queue []v1alpha1.Contender, waiting int32, holder *v1alpha1.Contender) error {

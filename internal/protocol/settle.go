@@ -66,7 +66,7 @@ func Settle(l *v1alpha1.FencedLease, v View) (t Transition, wake time.Duration, 
 	pruned := len(queue) < len(s.Queue)
 	full := append(slices.Clone(queue), behind(queue, line)...)
 	full = full[:min(len(full), v1alpha1.MaxQueue)]
-	waiting := int32(min(len(line), 1_000_000)) //nolint:gosec // bounded
+	waiting := int32(min(len(line), 1_000_000))
 
 	switch s.Phase {
 	case v1alpha1.PhaseAvailable:
@@ -87,16 +87,15 @@ func Settle(l *v1alpha1.FencedLease, v View) (t Transition, wake time.Duration, 
 		wake = left
 	}
 
-	if s.Phase != v1alpha1.PhaseAvailable {
-		// A dead head blocks the line, and a short queue runs dry: both at once. The rest may wait a little.
-		short := len(full) > len(s.Queue) && len(s.Queue) <= v1alpha1.MaxQueue/2
-		changed := len(full) != len(s.Queue) || waiting != s.Waiting
-		switch {
-		case pruned, short, changed && v.QueuedFor >= topUpEvery:
-			return Queue(full, waiting), 0, true
-		case changed:
-			wake = soonest(wake, topUpEvery-v.QueuedFor)
-		}
+	// A dead head blocks the line, and a short queue runs dry: both at once. The rest may wait a little, as
+	// may a number of waiters who went away while the lease was available.
+	short := len(full) > len(s.Queue) && len(s.Queue) <= v1alpha1.MaxQueue/2
+	changed := len(full) != len(s.Queue) || waiting != s.Waiting
+	switch {
+	case pruned, short, changed && v.QueuedFor >= topUpEvery:
+		return Queue(full, waiting), 0, true
+	case changed:
+		wake = soonest(wake, topUpEvery-v.QueuedFor)
 	}
 	if s.ObservedGeneration != l.Generation || readyIsStale(l) {
 		return Observe(v.Now), 0, true
@@ -107,6 +106,9 @@ func Settle(l *v1alpha1.FencedLease, v View) (t Transition, wake time.Duration, 
 // over says why the present term is over, or how long it may last (0: for as long as it likes).
 func over(l *v1alpha1.FencedLease, v View) (v1alpha1.EndReason, time.Duration) {
 	holder := l.Status.Holder
+	if holder == nil {
+		return "", 0 // the schema forbids it; nothing that we could end
+	}
 	session, alive := v.Sessions[holder.SessionUID]
 	switch {
 	case !alive && v.Expired:

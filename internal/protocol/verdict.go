@@ -113,7 +113,9 @@ func Verdict(w Write, world World) (Decision, error) {
 	}
 	j.presented, j.hasToken = annotation(w.New, v1alpha1.TokenAnnotation)
 	j.bypass, j.hasBypass = annotation(w.New, v1alpha1.BypassAnnotation)
-	j.mark, _ = annotation(w.Old, v1alpha1.AcceptedTokenAnnotation)
+	if j.wasProtected { // else anybody may have written it
+		j.mark, _ = annotation(w.Old, v1alpha1.AcceptedTokenAnnotation)
+	}
 	return j.verdict()
 }
 
@@ -150,7 +152,11 @@ func (j *judge) verdict() (Decision, error) {
 // unprotected judges a write to an object that no lease fences, before or after.
 func (j *judge) unprotected() Decision {
 	if !j.hasToken && !j.hasBypass {
-		mark, _ := annotation(j.New, v1alpha1.AcceptedTokenAnnotation)
+		from := j.New
+		if j.Subresource != "" {
+			from = j.Old
+		}
+		mark, _ := annotation(from, v1alpha1.AcceptedTokenAnnotation)
 		return Decision{Result: ResultIgnored, Mark: mark}
 	}
 	if _, err := ParseToken(j.presented); j.hasToken && err != nil {
@@ -162,13 +168,19 @@ func (j *judge) unprotected() Decision {
 
 // declare judges the write that puts an object under a lease: the first annotation, or its creation.
 func (j *judge) declare() (Decision, error) {
+	d := Decision{Result: ResultDeclared}
 	if j.hasToken {
-		d, err := j.checkToken(j.newLease)
-		if err != nil || !d.Allowed() || j.Old == nil {
-			return d, err // a holder may create what he protects
+		checked, err := j.checkToken(j.newLease)
+		switch {
+		case err != nil || !checked.Allowed():
+			return checked, err
+		case checked.Result == ResultAccepted && j.Old == nil:
+			return checked, nil // a holder may create what he protects
+		case checked.Result == ResultWarned:
+			d = checked // the warning stays; the verb is needed all the same
 		}
 	}
-	return j.declareUnder(Decision{Result: ResultDeclared})
+	return j.declareUnder(d)
 }
 
 // declareUnder asks for the verb protect on the new lease, and starts the mark at the lease's token.
@@ -185,17 +197,21 @@ func (j *judge) declareUnder(d Decision) (Decision, error) {
 	if err != nil {
 		return Decision{}, err
 	}
+	var token int64
 	if lease == nil || lease.Status == nil {
+		d.Mark = ""
 		d.Warnings = append(d.Warnings, fmt.Sprintf("lease %s does not exist or is not initialised yet: until it is, every write to this object is refused", name))
-		return d, nil
+	} else {
+		token = lease.Status.Token
+		d.Mark = FormatToken(token)
 	}
-	d.Mark = FormatToken(lease.Status.Token)
-	if claimed, ok := annotation(j.New, v1alpha1.AcceptedTokenAnnotation); ok {
-		if n, err := ParseToken(claimed); err == nil && n > lease.Status.Token {
-			d.Behind = true
-			d.Warnings = append(d.Warnings, fmt.Sprintf(
-				"the object came with the mark %d, above the token %d of lease %s: after a restore, set spec.minToken of the lease above it", n, lease.Status.Token, name))
-		}
+	// Only an object that no lease fenced before can have come from a restore: one that is pointed elsewhere
+	// brings the mark of its old lease along.
+	claimed, _ := annotation(j.New, v1alpha1.AcceptedTokenAnnotation)
+	if n, err := ParseToken(claimed); err == nil && n > token && !j.wasProtected {
+		d.Behind = true
+		d.Warnings = append(d.Warnings, fmt.Sprintf(
+			"the object came with the mark %d, above the token %d of lease %s: after a restore, set spec.minToken of the lease above it", n, token, name))
 	}
 	return d, nil
 }
@@ -207,9 +223,11 @@ func (j *judge) unprotect() (Decision, error) {
 		old = types.NamespacedName{Namespace: j.Namespace, Name: j.oldLease}
 	}
 	if !j.hasBypass || j.bypass == "" {
-		return deny(v1alpha1.ReasonProtectionKept,
+		d := deny(v1alpha1.ReasonProtectionKept,
 			"the object is protected by lease %s and stays so: to change or remove the annotation %s, write the annotation %s with a reason in the same request, with the verb %s on the lease",
-			old, v1alpha1.LeaseAnnotation, v1alpha1.BypassAnnotation, v1alpha1.VerbBypass), nil
+			old, v1alpha1.LeaseAnnotation, v1alpha1.BypassAnnotation, v1alpha1.VerbBypass)
+		d.Lease = old
+		return d, nil
 	}
 	if denied, err := j.require(v1alpha1.VerbBypass, old, "to unprotect the object"); err != nil || denied != nil {
 		return orDenied(denied), err
