@@ -44,14 +44,10 @@ type leaseReconciler struct {
 func (r *leaseReconciler) Reconcile(ctx context.Context, name types.NamespacedName) (ctrl.Result, error) {
 	defer r.announce(ctx, name)
 	lease, err := r.read(ctx, name)
-	for range maxSteps {
-		var view protocol.View
-		var unsure bool
-		if err == nil {
-			view, unsure, err = r.view(ctx, lease)
-		}
-		if err != nil {
-			return ctrl.Result{}, ignoreAbsent(err)
+	for n := 0; n < maxSteps && err == nil; n++ {
+		view, unsure, viewErr := r.view(ctx, lease)
+		if viewErr != nil {
+			return ctrl.Result{}, viewErr
 		}
 		step, wake, due := protocol.Settle(lease, view)
 		if !due {
@@ -59,7 +55,10 @@ func (r *leaseReconciler) Reconcile(ctx context.Context, name types.NamespacedNa
 		}
 		lease, err = r.write(ctx, lease, step)
 	}
-	return ctrl.Result{RequeueAfter: lookAgain}, ignoreAbsent(err)
+	if err != nil {
+		return ctrl.Result{}, ignoreAbsent(err)
+	}
+	return ctrl.Result{RequeueAfter: lookAgain}, nil
 }
 
 // settled says when to look at the lease again.
