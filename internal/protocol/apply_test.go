@@ -78,6 +78,8 @@ func TestAcquire(t *testing.T) {
 		return step{lease: available(), do: protocol.Acquire(c, noon), wantErr: protocol.ErrIllegal}
 	}
 	run(t, map[string]step{
+		"a lease that is being deleted is taken by nobody": {
+			lease: available().dying(), do: protocol.Acquire(contender("a", 7), noon), wantErr: protocol.ErrNotAvailable},
 		"a free lease is held with the next token": {
 			lease: available(), do: protocol.Acquire(contender("a", 7), noon), want: held("a", 7)},
 		"a process outside Pods has no Pod UID": {

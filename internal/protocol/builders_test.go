@@ -94,6 +94,7 @@ func (b builder) token(n int64) builder        { b.Status.Token = n; return b }
 func (b builder) minToken(n int64) builder     { b.Spec.MinToken = n; return b }
 func (b builder) cooldown(s int32) builder     { b.Spec.CooldownSeconds = s; return b }
 func (b builder) maxHold(s int32) builder      { b.Spec.MaxHoldSeconds = &s; return b }
+func (b builder) dying() builder               { now := metav1.NewTime(noon); b.DeletionTimestamp = &now; return b }
 func (b builder) with(f func(builder)) builder { f(b); return b }
 
 // history gives the lease n ended terms, of w, with the tokens before the present one.

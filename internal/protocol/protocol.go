@@ -165,6 +165,9 @@ func grant(l *v1alpha1.FencedLease, t Transition) error {
 	if l.Status.Phase != v1alpha1.PhaseAvailable {
 		return fmt.Errorf("phase is %s: %w", l.Status.Phase, ErrNotAvailable)
 	}
+	if l.DeletionTimestamp != nil { // else it would go while held, which asks for the verb steal
+		return fmt.Errorf("the lease is being deleted: %w", ErrNotAvailable)
+	}
 	if err := valid(t.by); err != nil {
 		return err
 	}

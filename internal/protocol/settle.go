@@ -132,9 +132,9 @@ func over(l *v1alpha1.FencedLease, v View) (v1alpha1.EndReason, time.Duration) {
 }
 
 // inLine are the requests that may be granted, in the order of the line: those of live sessions, fast
-// enough, and not served before. Nobody is in line when there is no token left.
+// enough, and not served before. Nobody is in line for a lease that is being deleted, or has no token left.
 func inLine(l *v1alpha1.FencedLease, v View) []v1alpha1.Contender {
-	if exhausted(l) {
+	if exhausted(l) || l.DeletionTimestamp != nil {
 		return nil
 	}
 	var line []v1alpha1.Contender

@@ -27,6 +27,7 @@ type walk struct {
 	lease    *v1alpha1.FencedLease // as stored
 	copies   []*v1alpha1.FencedLease
 	sessions []*actor
+	lives    int // of the lease: how often it was created
 	brain    *brain
 
 	granted map[protocol.Place]int  // how often each request was granted
@@ -73,7 +74,7 @@ func TestRandomWalk(t *testing.T) {
 	}
 	w.begin()
 	for w.step = range steps {
-		if w.random.IntN(20_000) == 0 {
+		if w.step > 0 && w.step%(steps/8) == 0 {
 			w.begin()
 		}
 		w.once()
@@ -92,8 +93,9 @@ func TestRandomWalk(t *testing.T) {
 
 // begin makes a new lease of the same name: its tokens go on above the old ones.
 func (w *walk) begin() {
-	l := fresh().cooldown(int32(3 * w.random.IntN(2)))
-	if w.random.IntN(2) == 0 {
+	w.lives++
+	l := fresh().cooldown(int32(3 * (w.lives % 2)))
+	if w.lives/2%2 == 0 {
 		l.maxHold(40)
 	}
 	rv := int64(1000)
@@ -361,8 +363,10 @@ func (w *walk) settleDown() {
 	for range 500 {
 		w.step += 100 // time passes
 		w.copies = []*v1alpha1.FencedLease{w.lease}
-		if h := w.lease.Status.Holder; h != nil && waiting[h.SessionUID] == h.Ticket {
-			delete(waiting, h.SessionUID)
+		if h := w.lease.Status.Holder; h != nil { // an older request's term is given back as well
+			if waiting[h.SessionUID] == h.Ticket {
+				delete(waiting, h.SessionUID)
+			}
 			w.forget(h.Contender)
 			w.write(w.lease, protocol.Release(h.Contender, noon))
 		}
