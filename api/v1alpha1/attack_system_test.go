@@ -129,7 +129,8 @@ func gone[T any](found T, err error) error {
 	return fmt.Errorf("still there: %v", found)
 }
 
-// testOwnedLease deletes the owner of a held lease: the garbage collector, who has no verb steal, deletes the lease.
+// testOwnedLease deletes the owner of a held lease: the garbage collector has no verb steal, so it gets the lease when
+// it is free. Else an editor would take it from its holder by deleting its owner.
 func testOwnedLease(t *testing.T, c *cluster) {
 	maps := c.admin.kube.CoreV1().ConfigMaps(theNamespace)
 	owner, err := maps.Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "owner"}}, metav1.CreateOptions{})
@@ -143,10 +144,13 @@ func testOwnedLease(t *testing.T, c *cluster) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.apply(t, typed(t, created), append([]step{initialise}, c.held()...)...)
+	held := c.apply(t, typed(t, created), append([]step{initialise}, c.held()...)...)
 	if err := maps.Delete(t.Context(), owner.Name, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
+	collector := newActor(t, c.env.As("system:serviceaccount:kube-system:generic-garbage-collector", "system:serviceaccounts", "system:serviceaccounts:kube-system"), "gc", "")
+	policy("spec").check(t, remove(collector)(t.Context(), held))
+	c.apply(t, held, release(c.holder)) // it is still there, and still held
 	until(t, "the lease is gone", func(ctx context.Context) error {
 		return gone(c.admin.leases().Get(ctx, "owned", metav1.GetOptions{}))
 	})

@@ -33,7 +33,7 @@ import (
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(self.status) || self.status.token == oldSelf.status.token || oldSelf.status.phase == 'Available' || (size(oldSelf.status.queue) > 0 && has(self.status.holder) && self.status.holder.identity == oldSelf.status.queue[0].identity && self.status.holder.session == oldSelf.status.queue[0].session && self.status.holder.sessionUID == oldSelf.status.queue[0].sessionUID && self.status.holder.user == oldSelf.status.queue[0].user && has(self.status.holder.podUID) == has(oldSelf.status.queue[0].podUID) && (!has(self.status.holder.podUID) || self.status.holder.podUID == oldSelf.status.queue[0].podUID) && self.status.holder.ticket == oldSelf.status.queue[0].ticket && [oldSelf.status.queue[0]] + self.status.queue == oldSelf.status.queue && self.status.waiting == oldSelf.status.waiting - 1)",message="from Held and Cooldown only the head of the queue follows, as it stands there, and the queue loses exactly its head"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(self.status) || self.status.token != oldSelf.status.token || self.status.phase == oldSelf.status.phase || (self.status.queue == oldSelf.status.queue && self.status.waiting == oldSelf.status.waiting)",message="a term that ends leaves the queue as it is"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(self.status) || self.status.phase != 'Cooldown' || (oldSelf.status.phase == 'Held' && self.status.token == oldSelf.status.token) || (oldSelf.status.phase == 'Cooldown' && has(self.status.cooldownUntil) && has(oldSelf.status.cooldownUntil) && self.status.cooldownUntil == oldSelf.status.cooldownUntil)",message="a cooldown follows a term, and its end stays as it was announced"
-// +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(self.status) || (has(oldSelf.status.holder) && (!has(self.status.holder) || self.status.token != oldSelf.status.token) ? size(self.status.terms) > 0 && self.status.terms[0].token == oldSelf.status.token && self.status.terms[0].identity == oldSelf.status.holder.identity && self.status.terms[0].sessionUID == oldSelf.status.holder.sessionUID && self.status.terms[0].ticket == oldSelf.status.holder.ticket && self.status.terms[0].startTime == oldSelf.status.holder.acquireTime && (size(oldSelf.status.terms) < 10 ? self.status.terms == [self.status.terms[0]] + oldSelf.status.terms : self.status.terms + [oldSelf.status.terms[9]] == [self.status.terms[0]] + oldSelf.status.terms) : self.status.terms == oldSelf.status.terms)",message="status.terms grows by the term that ended, at the front, and only then"
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(self.status) || (has(oldSelf.status.holder) && (!has(self.status.holder) || self.status.token != oldSelf.status.token) ? size(self.status.terms) > 0 && self.status.terms[0].token == oldSelf.status.token && self.status.terms[0].identity == oldSelf.status.holder.identity && self.status.terms[0].sessionUID == oldSelf.status.holder.sessionUID && self.status.terms[0].user == oldSelf.status.holder.user && has(self.status.terms[0].podUID) == has(oldSelf.status.holder.podUID) && (!has(self.status.terms[0].podUID) || self.status.terms[0].podUID == oldSelf.status.holder.podUID) && self.status.terms[0].ticket == oldSelf.status.holder.ticket && self.status.terms[0].startTime == oldSelf.status.holder.acquireTime && (size(oldSelf.status.terms) < 10 ? self.status.terms == [self.status.terms[0]] + oldSelf.status.terms : self.status.terms + [oldSelf.status.terms[9]] == [self.status.terms[0]] + oldSelf.status.terms) : self.status.terms == oldSelf.status.terms)",message="status.terms grows by the term that ended, at the front, and only then"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(self.status) || !has(oldSelf.status.holder) || (has(self.status.holder) && self.status.token == oldSelf.status.token) || (size(self.status.terms) > 0 && (self.status.phase == 'Cooldown') == (self.spec.cooldownSeconds > 0 && self.status.terms[0].endReason != 'Released'))",message="a term that ended otherwise than by release is followed by the cooldown that the spec asks for, a released one by none"
 type FencedLease struct {
 	metav1.TypeMeta `json:",inline"`
@@ -185,7 +185,7 @@ type FencedLeaseStatus struct {
 	// +optional
 	// +kubebuilder:validation:Type=string
 	// +kubebuilder:validation:Format=date-time
-	// +kubebuilder:validation:Pattern=`^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z$`
+	// +kubebuilder:validation:Pattern=`^[1-9][0-9]{3}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z$`
 	// +kubebuilder:validation:MaxLength=27
 	CooldownUntil *metav1.MicroTime `json:"cooldownUntil,omitempty"`
 
@@ -209,6 +209,7 @@ type Contender struct {
 	// +required
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
+	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`
 	Session string `json:"session"`
 
 	// sessionUID is the UID of that Lease. With ticket it names one request.
@@ -247,7 +248,7 @@ type Holder struct {
 	// +required
 	// +kubebuilder:validation:Type=string
 	// +kubebuilder:validation:Format=date-time
-	// +kubebuilder:validation:Pattern=`^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z$`
+	// +kubebuilder:validation:Pattern=`^[1-9][0-9]{3}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z$`
 	// +kubebuilder:validation:MaxLength=27
 	AcquireTime metav1.MicroTime `json:"acquireTime"`
 }
@@ -273,6 +274,19 @@ type Term struct {
 	// +kubebuilder:validation:MaxLength=36
 	SessionUID types.UID `json:"sessionUID"`
 
+	// user is who owned the session: a session's UID can be claimed by others, user and Pod cannot.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=512
+	User string `json:"user"`
+
+	// podUID is the Pod of the owner; absent outside Pods.
+	// +optional
+	// +kubebuilder:validation:Type=string
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=36
+	PodUID types.UID `json:"podUID,omitempty"`
+
 	// ticket is the request that the term answered.
 	// +required
 	// +kubebuilder:validation:Minimum=1
@@ -283,7 +297,7 @@ type Term struct {
 	// +required
 	// +kubebuilder:validation:Type=string
 	// +kubebuilder:validation:Format=date-time
-	// +kubebuilder:validation:Pattern=`^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z$`
+	// +kubebuilder:validation:Pattern=`^[1-9][0-9]{3}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z$`
 	// +kubebuilder:validation:MaxLength=27
 	StartTime metav1.MicroTime `json:"startTime"`
 
@@ -291,7 +305,7 @@ type Term struct {
 	// +required
 	// +kubebuilder:validation:Type=string
 	// +kubebuilder:validation:Format=date-time
-	// +kubebuilder:validation:Pattern=`^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z$`
+	// +kubebuilder:validation:Pattern=`^[1-9][0-9]{3}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z$`
 	// +kubebuilder:validation:MaxLength=27
 	EndTime metav1.MicroTime `json:"endTime"`
 

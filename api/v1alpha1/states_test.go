@@ -107,7 +107,8 @@ func state(s spec, phase v1alpha1.Phase, queue, terms int, behind int32, token i
 	}
 	for i := range terms {
 		l.Status.Terms = append(l.Status.Terms, v1alpha1.Term{
-			Token: token - int64(i) - 1, Identity: contender(30 + i).Identity, SessionUID: contender(30 + i).SessionUID, Ticket: int64(i) + 1,
+			Token: token - int64(i) - 1, Identity: contender(30 + i).Identity, SessionUID: contender(30 + i).SessionUID, User: contender(30 + i).User,
+			PodUID: contender(30 + i).PodUID, Ticket: int64(i) + 1,
 			StartTime: metav1.NewMicroTime(epoch.Add(-time.Hour)), EndTime: metav1.NewMicroTime(epoch.Add(-time.Minute)),
 			EndReason: endReasons[i%len(endReasons)],
 		})

@@ -11,6 +11,7 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	logf "sigs.k8s.io/controller-runtime/pkg/log"
 
@@ -38,8 +39,12 @@ type liveReader struct {
 	tracker *tracker
 }
 
-// session returns the session of that name, or errAbsent: also when it has lost its label.
+// session returns the session of that name, or errAbsent: also when it has lost its label, or when no object can
+// have such a name (that must not look as if the API server could not be read).
 func (r *liveReader) session(ctx context.Context, name types.NamespacedName) (*coordinationv1.Lease, error) {
+	if len(validation.IsDNS1123Subdomain(name.Name)) > 0 {
+		return nil, errAbsent
+	}
 	var lease coordinationv1.Lease
 	if err := r.get(ctx, name, &lease); err != nil {
 		return nil, fmt.Errorf("read session %q: %w", name, err)

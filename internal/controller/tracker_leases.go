@@ -68,26 +68,34 @@ func (t *tracker) observe(l *v1alpha1.FencedLease) {
 		e.news = append(e.news, news(l, e)...)
 		e.news = e.news[max(0, len(e.news)-2*v1alpha1.MaxTerms):]
 	}
-	e.remember(l, first, t.clock.Now())
+	t.remember(e, l, first)
 }
 
 // remember takes over the state of the lease.
-func (e *leaseSight) remember(l *v1alpha1.FencedLease, first bool, now time.Time) {
+func (t *tracker) remember(e *leaseSight, l *v1alpha1.FencedLease, first bool) {
 	s := l.Status
 	if e.phase != s.Phase || e.token != s.Token {
 		e.begun = !first && s.Phase == v1alpha1.PhaseHeld
-		e.phase, e.token, e.since = s.Phase, s.Token, now
+		e.phase, e.token, e.since = s.Phase, s.Token, t.clock.Now()
 	}
 	e.waiting = int(s.Waiting)
 	for _, term := range s.Terms {
-		e.served[term.SessionUID] = max(e.served[term.SessionUID], term.Ticket)
+		t.serve(e, v1alpha1.Contender{SessionUID: term.SessionUID, User: term.User, PodUID: term.PodUID, Ticket: term.Ticket})
 		e.ended = max(e.ended, term.Token)
 	}
 	e.granted = max(e.granted, e.ended)
 	if s.Holder != nil {
 		e.holder = s.Holder.Contender
-		e.served[e.holder.SessionUID] = max(e.served[e.holder.SessionUID], e.holder.Ticket)
+		t.serve(e, e.holder)
 		e.granted = max(e.granted, s.Token)
+	}
+}
+
+// serve remembers that the request was granted, if it is one of that session: by user and Pod, since whoever reads a
+// session's UID can claim it.
+func (t *tracker) serve(e *leaseSight, c v1alpha1.Contender) {
+	if s := t.sessions[c.SessionUID]; s != nil && s.session.User == c.User && s.session.PodUID == c.PodUID {
+		e.served[c.SessionUID] = max(e.served[c.SessionUID], c.Ticket)
 	}
 }
 
@@ -114,11 +122,19 @@ func (t *tracker) unknown(l *v1alpha1.FencedLease) []v1alpha1.Contender {
 	var unknown []v1alpha1.Contender
 	for _, c := range contenders(l) {
 		_, gone := t.fates[c.SessionUID]
-		if t.sessions[c.SessionUID] == nil && !gone {
+		if t.sessionIn(l.Namespace, c.SessionUID) == nil && !gone {
 			unknown = append(unknown, c)
 		}
 	}
 	return unknown
+}
+
+// sessionIn is the session with that UID, if it is one of that namespace: a lease knows no other.
+func (t *tracker) sessionIn(namespace string, uid types.UID) *sessionSight {
+	if s := t.sessions[uid]; s != nil && s.name.Namespace == namespace {
+		return s
+	}
+	return nil
 }
 
 // view is what protocol.Settle needs to know. Found are sessions that only the API server knew.
@@ -129,10 +145,10 @@ func (t *tracker) view(l *v1alpha1.FencedLease, found map[types.UID]protocol.Ses
 	v := protocol.View{Now: now, Sessions: map[types.UID]protocol.Session{}, QueuedFor: longAgo}
 	for _, uid := range t.inLine(key) {
 		v.Order = append(v.Order, protocol.Place{SessionUID: uid, Ticket: t.lines[key][uid].ticket})
-		t.enlist(&v, uid)
+		t.enlist(&v, key.Namespace, uid)
 	}
 	for _, c := range contenders(l) {
-		t.enlist(&v, c.SessionUID)
+		t.enlist(&v, key.Namespace, c.SessionUID)
 	}
 	for uid, session := range found {
 		_, gone := t.fates[uid]
@@ -155,8 +171,8 @@ func (t *tracker) inLine(key types.NamespacedName) []types.UID {
 	})
 }
 
-func (t *tracker) enlist(v *protocol.View, uid types.UID) {
-	if s := t.sessions[uid]; s != nil && s.fault == "" {
+func (t *tracker) enlist(v *protocol.View, namespace string, uid types.UID) {
+	if s := t.sessionIn(namespace, uid); s != nil && s.fault == "" {
 		v.Sessions[uid] = s.session
 	}
 }
@@ -181,7 +197,7 @@ func (t *tracker) recall(v *protocol.View, l *v1alpha1.FencedLease, e *leaseSigh
 		v.Expired = gone && f.expired
 		// A session that was seen alive and closed before it was judged was closed, not invalid; one that says
 		// nothing usable is invalid whenever that is found.
-		s := t.sessions[holder.SessionUID]
+		s := t.sessionIn(l.Namespace, holder.SessionUID)
 		v.Begun = (e.begun && !gone) || (s != nil && s.fault != "")
 	}
 }

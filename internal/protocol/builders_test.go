@@ -108,7 +108,7 @@ func (b builder) history(n int) builder {
 
 func term(token int64, c v1alpha1.Contender, reason v1alpha1.EndReason) v1alpha1.Term {
 	return v1alpha1.Term{
-		Token: token, Identity: c.Identity, SessionUID: c.SessionUID, Ticket: c.Ticket,
+		Token: token, Identity: c.Identity, SessionUID: c.SessionUID, User: c.User, PodUID: c.PodUID, Ticket: c.Ticket,
 		StartTime: at, EndTime: at, EndReason: reason,
 	}
 }

@@ -62,10 +62,8 @@ func FateOf(l *v1alpha1.FencedLease, c v1alpha1.Contender, seen int64) Fate {
 	if s.Holder != nil && SameRequest(s.Holder.Contender, c) {
 		return FateGranted
 	}
-	served := func(t v1alpha1.Term) bool { return t.SessionUID == c.SessionUID && t.Ticket >= c.Ticket }
 	switch {
-	case s.Holder != nil && s.Holder.SessionUID == c.SessionUID && s.Holder.Ticket >= c.Ticket,
-		slices.ContainsFunc(s.Terms, served):
+	case servedNow(s.Holder, c), slices.ContainsFunc(s.Terms, func(t v1alpha1.Term) bool { return Served(t, c) }):
 		return FateOver
 	case slices.ContainsFunc(s.Queue, func(q v1alpha1.Contender) bool { return SameRequest(q, c) }):
 		return FateOpen

@@ -53,7 +53,7 @@ func TestFateOf(t *testing.T) {
 		return &v1alpha1.FencedLease{Status: s}
 	}
 	term := func(token int64, uid types.UID, ticket int64) v1alpha1.Term {
-		return v1alpha1.Term{Token: token, SessionUID: uid, Ticket: ticket, EndReason: v1alpha1.EndReleased}
+		return v1alpha1.Term{Token: token, SessionUID: uid, User: "u", Ticket: ticket, EndReason: v1alpha1.EndReleased}
 	}
 	var many []v1alpha1.Term
 	for i := range int64(v1alpha1.MaxTerms) {
@@ -61,6 +61,8 @@ func TestFateOf(t *testing.T) {
 	}
 	later, foreign := with(6), me
 	foreign.User = "mallory"
+	forged := term(9, "me", 5)
+	forged.User = "mallory"
 	for name, tc := range map[string]struct {
 		lease *v1alpha1.FencedLease
 		seen  int64
@@ -70,7 +72,8 @@ func TestFateOf(t *testing.T) {
 		"somebody else holds":                     {lease: lease(10, &other, nil), want: FateOpen},
 		"it holds":                                {lease: lease(10, &me, nil), want: FateGranted},
 		"a later request of the session holds":    {lease: lease(10, &later, nil), want: FateOver},
-		"a forger holds with its session":         {lease: lease(10, &foreign, nil), want: FateOver},
+		"a forger holds with its session":         {lease: lease(10, &foreign, nil), want: FateOpen},
+		"a forger's term is recorded":             {lease: lease(10, nil, nil, forged), want: FateOpen},
 		"its term is recorded":                    {lease: lease(10, &other, nil, term(9, "me", 5)), want: FateOver},
 		"a later term of the session is recorded": {lease: lease(10, nil, nil, term(9, "me", 6)), want: FateOver},
 		"an earlier term is recorded":             {lease: lease(10, nil, nil, term(9, "me", 4)), want: FateOpen},

@@ -254,7 +254,7 @@ func TestPatchBytes(t *testing.T) {
 		"release to nobody": {held("a", 7).history(10), protocol.Release(contender("a", 7), noon), []string{
 			`{"op":"test","path":"/status/token","value":101}`,
 			`{"op":"test","path":"/status/phase","value":"Held"}`,
-			`{"op":"add","path":"/status/terms/0","value":{"token":101,"identity":"a","sessionUID":"uid-a","ticket":7,"startTime":"2026-03-01T12:00:00.123456Z","endTime":"2026-03-01T12:00:00.123456Z","endReason":"Released"}}`,
+			`{"op":"add","path":"/status/terms/0","value":{"token":101,"identity":"a","sessionUID":"uid-a","user":"sa-a","podUID":"pod-a","ticket":7,"startTime":"2026-03-01T12:00:00.123456Z","endTime":"2026-03-01T12:00:00.123456Z","endReason":"Released"}}`,
 			`{"op":"remove","path":"/status/terms/10"}`,
 			`{"op":"test","path":"/status/queue","value":[]}`,
 			`{"op":"remove","path":"/status/holder"}`,

@@ -196,6 +196,8 @@ func end(l *v1alpha1.FencedLease, t Transition) error {
 		Token:      s.Token,
 		Identity:   s.Holder.Identity,
 		SessionUID: s.Holder.SessionUID,
+		User:       s.Holder.User,
+		PodUID:     s.Holder.PodUID,
 		Ticket:     s.Holder.Ticket,
 		StartTime:  s.Holder.AcquireTime,
 		EndTime:    t.at,

@@ -14,6 +14,7 @@ import (
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/fencedlease/fencedlease/api/v1alpha1"
 )
@@ -118,6 +119,17 @@ func SameRequest(a, b v1alpha1.Contender) bool {
 	return a.SessionUID == b.SessionUID && a.Ticket == b.Ticket && a.User == b.User && a.PodUID == b.PodUID
 }
 
+// Served says that the request c was granted in that term, or passed over for a later one of its session. Only a
+// term of the session's own user and Pod says so: its UID can be claimed by whoever reads it.
+func Served(t v1alpha1.Term, c v1alpha1.Contender) bool {
+	return t.SessionUID == c.SessionUID && t.User == c.User && t.PodUID == c.PodUID && t.Ticket >= c.Ticket
+}
+
+// servedNow is Served for the present term.
+func servedNow(h *v1alpha1.Holder, c v1alpha1.Contender) bool {
+	return h != nil && h.SessionUID == c.SessionUID && h.User == c.User && h.PodUID == c.PodUID && h.Ticket >= c.Ticket
+}
+
 // valid says whether the schema would take the contender.
 func valid(c v1alpha1.Contender) error {
 	for _, leaf := range []struct {
@@ -125,7 +137,7 @@ func valid(c v1alpha1.Contender) error {
 		ok   bool
 	}{
 		{"identity", bounded(c.Identity, v1alpha1.MaxIdentityLength)},
-		{"session", bounded(c.Session, 253)},
+		{"session", len(validation.IsDNS1123Subdomain(c.Session)) == 0},
 		{"sessionUID", bounded(string(c.SessionUID), 36)},
 		{"user", bounded(c.User, v1alpha1.MaxUserLength)},
 		{"podUID", c.PodUID == "" || bounded(string(c.PodUID), 36)},

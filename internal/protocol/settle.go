@@ -140,10 +140,10 @@ func inLine(l *v1alpha1.FencedLease, v View) []v1alpha1.Contender {
 	var line []v1alpha1.Contender
 	for _, p := range v.Order {
 		session, alive := v.Sessions[p.SessionUID]
-		if !alive || session.Dying || session.TooSlow(l) || session.Wants[l.Name] != p.Ticket || served(l, v, p) {
+		if !alive || session.Dying || session.TooSlow(l) || session.Wants[l.Name] != p.Ticket {
 			continue
 		}
-		if c := session.Request(p.Ticket); valid(c) == nil {
+		if c := session.Request(p.Ticket); valid(c) == nil && !served(l, v, c) {
 			line = append(line, c)
 		}
 	}
@@ -152,13 +152,9 @@ func inLine(l *v1alpha1.FencedLease, v View) []v1alpha1.Contender {
 
 // served says that the request was granted before: it, or a later one of the same session. The controller
 // remembers; after a failover holder and terms say so.
-func served(l *v1alpha1.FencedLease, v View, p Place) bool {
-	if h := l.Status.Holder; h != nil && h.SessionUID == p.SessionUID && h.Ticket >= p.Ticket {
-		return true
-	}
-	return v.Served[p.SessionUID] >= p.Ticket || slices.ContainsFunc(l.Status.Terms, func(t v1alpha1.Term) bool {
-		return t.SessionUID == p.SessionUID && t.Ticket >= p.Ticket
-	})
+func served(l *v1alpha1.FencedLease, v View, c v1alpha1.Contender) bool {
+	return v.Served[c.SessionUID] >= c.Ticket || servedNow(l.Status.Holder, c) ||
+		slices.ContainsFunc(l.Status.Terms, func(t v1alpha1.Term) bool { return Served(t, c) })
 }
 
 // stillWanted is the queue without those who are no longer in line. Who stands in the queue keeps his place.

@@ -41,21 +41,28 @@ func TestSettle(t *testing.T) {
 		want  protocol.Transition // zero: nothing to do
 		wake  time.Duration
 	}{
-		"a new lease is started":                                 {scene: seen(fresh()), want: protocol.Initialise(noon)},
-		"an idle lease has nothing to do":                        {scene: seen(available())},
-		"a held one neither":                                     {scene: seen(held("a", 1))},
-		"who asks for a free lease gets it":                      {scene: seen(available(), "b"), want: protocol.Grant(b, nil, 0, noon)},
-		"the first of many, the rest queue":                      {scene: seen(available(), "b", "c", "a"), want: protocol.Grant(b, []v1alpha1.Contender{c, a}, 2, noon)},
-		"who asks for a held lease queues":                       {scene: seen(held("a", 1), "b"), want: protocol.Queue([]v1alpha1.Contender{b}, 1)},
-		"and while it cools down":                                {scene: seen(cooling(), "b"), want: protocol.Queue([]v1alpha1.Contender{b}, 1)},
-		"eight queue, the others are counted":                    {scene: seen(held("a", 1), "c0", "c1", "c2", "c3", "c4", "c5", "c6", "c7", "c8", "b"), want: protocol.Queue(crowd(8), 10)},
-		"who queues has nothing to do":                           {scene: seen(held("a", 1).queue(b), "b")},
-		"a dead head goes at once":                               {scene: seen(held("a", 1).queue(b, c), "c"), want: protocol.Queue([]v1alpha1.Contender{c}, 1)},
-		"so does one who gave up":                                {scene: seen(held("a", 1).queue(b, c), "c", "b").but(func(s *scene) { s.change("b", func(b *protocol.Session) { b.Wants = nil }) }), want: protocol.Queue([]v1alpha1.Contender{c}, 1)},
-		"and one who asks with a new ticket loses the place":     {scene: seen(held("a", 1).queue(b, c), "c").but(func(s *scene) { s.asks("b", 2) }), want: protocol.Queue([]v1alpha1.Contender{c, contender("b", 2)}, 2)},
-		"the queue's order beats the order seen":                 {scene: seen(held("a", 1).queue(b), "c", "b"), want: protocol.Queue([]v1alpha1.Contender{b, c}, 2)},
-		"who was served does not get it twice":                   {scene: seen(available(), "b").but(func(s *scene) { s.view.Served["uid-b"] = 1 })},
-		"after a failover the terms know it":                     {scene: seen(available().token(101).with(func(l builder) { l.Status.Terms = []v1alpha1.Term{term(101, b, v1alpha1.EndReleased)} }), "b")},
+		"a new lease is started":                             {scene: seen(fresh()), want: protocol.Initialise(noon)},
+		"an idle lease has nothing to do":                    {scene: seen(available())},
+		"a held one neither":                                 {scene: seen(held("a", 1))},
+		"who asks for a free lease gets it":                  {scene: seen(available(), "b"), want: protocol.Grant(b, nil, 0, noon)},
+		"the first of many, the rest queue":                  {scene: seen(available(), "b", "c", "a"), want: protocol.Grant(b, []v1alpha1.Contender{c, a}, 2, noon)},
+		"who asks for a held lease queues":                   {scene: seen(held("a", 1), "b"), want: protocol.Queue([]v1alpha1.Contender{b}, 1)},
+		"and while it cools down":                            {scene: seen(cooling(), "b"), want: protocol.Queue([]v1alpha1.Contender{b}, 1)},
+		"eight queue, the others are counted":                {scene: seen(held("a", 1), "c0", "c1", "c2", "c3", "c4", "c5", "c6", "c7", "c8", "b"), want: protocol.Queue(crowd(8), 10)},
+		"who queues has nothing to do":                       {scene: seen(held("a", 1).queue(b), "b")},
+		"a dead head goes at once":                           {scene: seen(held("a", 1).queue(b, c), "c"), want: protocol.Queue([]v1alpha1.Contender{c}, 1)},
+		"so does one who gave up":                            {scene: seen(held("a", 1).queue(b, c), "c", "b").but(func(s *scene) { s.change("b", func(b *protocol.Session) { b.Wants = nil }) }), want: protocol.Queue([]v1alpha1.Contender{c}, 1)},
+		"and one who asks with a new ticket loses the place": {scene: seen(held("a", 1).queue(b, c), "c").but(func(s *scene) { s.asks("b", 2) }), want: protocol.Queue([]v1alpha1.Contender{c, contender("b", 2)}, 2)},
+		"the queue's order beats the order seen":             {scene: seen(held("a", 1).queue(b), "c", "b"), want: protocol.Queue([]v1alpha1.Contender{b, c}, 2)},
+		"who was served does not get it twice":               {scene: seen(available(), "b").but(func(s *scene) { s.view.Served["uid-b"] = 1 })},
+		"after a failover the terms know it":                 {scene: seen(available().token(101).with(func(l builder) { l.Status.Terms = []v1alpha1.Term{term(101, b, v1alpha1.EndReleased)} }), "b")},
+		"but a term that somebody claimed with its session does not count": {
+			scene: seen(available().token(101).with(func(l builder) {
+				forged := term(101, contender("b", v1alpha1.MaxToken), v1alpha1.EndInvalid)
+				forged.User, forged.PodUID = "sa-m", "pod-m"
+				l.Status.Terms = []v1alpha1.Term{forged}
+			}), "b"),
+			want: protocol.Grant(b, nil, 0, noon)},
 		"and the holder":                                         {scene: seen(held("a", 1), "a")},
 		"a later ticket is a new request":                        {scene: seen(held("a", 1)).but(func(s *scene) { s.asks("a", 2) }), want: protocol.Queue([]v1alpha1.Contender{contender("a", 2)}, 1)},
 		"a place without a session is nobody's":                  {scene: seen(available()).but(func(s *scene) { s.view.Order = []protocol.Place{{SessionUID: "uid-z", Ticket: 1}} })},
