@@ -164,6 +164,9 @@ func poisonRows(c *cluster) map[string]statusRow {
 	rows := map[string]statusRow{
 		"an identity of 1025 characters": {by: c.rival, write: full(acquire(c.rival), set(strings.Repeat("x", 1025), "holder", "identity")), want: rule("status.holder.identity")},
 		"a session of 254 characters":    {by: c.rival, write: full(acquire(c.rival), set(strings.Repeat("x", 254), "holder", "session")), want: rule("status.holder.session")},
+		"a session that is no name":      {by: c.rival, write: full(acquire(c.rival), set("x/y", "holder", "session")), want: rule("status.holder.session")},
+		"a session with a percent sign":  {by: c.rival, write: full(acquire(c.rival), set("x%2f", "holder", "session")), want: rule("status.holder.session")},
+		"a session that is a dot":        {by: c.rival, write: full(acquire(c.rival), set("..", "holder", "session")), want: rule("status.holder.session")},
 		"a sessionUID of 37 characters":  {by: c.rival, write: full(acquire(c.rival), set(strings.Repeat("x", 37), "holder", "sessionUID")), want: rule("status.holder.sessionUID")},
 		"a user of 513 characters":       {by: c.rival, write: full(acquire(c.rival), set(strings.Repeat("x", 513), "holder", "user")), want: rule("status.holder.user")},
 		"an empty podUID":                {by: c.alice, write: full(acquire(c.alice), set("", "holder", "podUID")), want: rule("status.holder.podUID")},
@@ -180,6 +183,7 @@ func poisonRows(c *cluster) map[string]statusRow {
 		"2026-01-02T03:04:05Z", "2026-01-02T03:04:05.1Z", "2026-01-02T03:04:05.000000+00:00", "2026-02-30T03:04:05.000000Z",
 		"2026-01-02T24:00:00.000000Z", "2026-01-02T03:04:60.000000Z", "2026-13-02T03:04:05.000000Z", "2026-00-00T03:04:05.000000Z",
 		"2026-01-02t03:04:05.000000z", "2026-01-02T03:04:05,000000Z", "2026-01-02T03:04:05.000000Z\n", "", "now", "９026-01-02T03:04:05.000000Z",
+		"0001-01-01T00:00:00.000000Z", "0000-01-02T03:04:05.000000Z", // read as no time at all
 	} {
 		rows["an acquireTime of "+when] = statusRow{by: c.rival, write: full(acquire(c.rival), set(when, "holder", "acquireTime")), want: rule("status.holder.acquireTime")}
 		rows["an endTime of "+when] = statusRow{given: c.held(), by: c.holder, write: full(release(c.holder), term(0, "endTime", when)), want: rule("status.terms[0].endTime")}

@@ -318,6 +318,33 @@ func TestView(t *testing.T) {
 			},
 			want: protocol.View{QueuedFor: longAgo},
 		},
+		"a session of another namespace is none": {
+			happens: func(t *testing.T, tr *tracker, _ *clocktesting.FakeClock) *v1alpha1.FencedLease {
+				elsewhere := sight("a", 1, "orders=9")
+				elsewhere.Namespace = "elsewhere"
+				tr.look(elsewhere, false)
+				tr.observe(held(t))
+				if unknown := tr.unknown(held(t)); len(unknown) != 1 {
+					t.Errorf("got %d unknown sessions, want the holder's", len(unknown))
+				}
+				return held(t)
+			},
+			want: protocol.View{QueuedFor: longAgo},
+		},
+		"a term that others claimed with a session's UID serves no request of it": {
+			happens: func(t *testing.T, tr *tracker, _ *clocktesting.FakeClock) *v1alpha1.FencedLease {
+				tr.look(sight("a", 1, ""), false)
+				forged := held(t)
+				forged.Status.Holder.User, forged.Status.Holder.Ticket = "mallory", v1alpha1.MaxToken
+				tr.observe(forged)
+				if served := tr.view(forged, nil).Served; len(served) != 0 {
+					t.Errorf("served: %v, want nobody", served)
+				}
+				tr.gone("a")
+				return held(t)
+			},
+			want: protocol.View{QueuedFor: longAgo},
+		},
 		"a session that is gone after a delete of ours was sent has expired": {
 			happens: func(t *testing.T, tr *tracker, _ *clocktesting.FakeClock) *v1alpha1.FencedLease {
 				tr.look(sight("a", 1, ""), false)

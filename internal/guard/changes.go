@@ -8,6 +8,7 @@ import (
 	"maps"
 	"reflect"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/fencedlease/fencedlease/api/v1alpha1"
 	"github.com/fencedlease/fencedlease/internal/protocol"
@@ -48,9 +49,12 @@ func compare(oldRaw, newRaw []byte, s scope) (protocol.Changes, error) {
 		return protocol.Changes{}, err
 	}
 	oldMeta, newMeta := significant(before), significant(after)
-	changes := protocol.Changes{ManagedFields: differ(oldMeta, newMeta, "managedFields")}
+	changes := protocol.Changes{
+		ManagedFields: differ(oldMeta, newMeta, "managedFields"),
+		Other:         ambiguous(oldRaw) || ambiguous(newRaw),
+	}
 	if s == scopeStatus {
-		changes.Other = differ(before, after, "status")
+		changes.Other = changes.Other || differ(before, after, "status")
 		return changes, nil
 	}
 	changes.Owners = differ(oldMeta, newMeta, "ownerReferences")
@@ -65,8 +69,15 @@ func compare(oldRaw, newRaw []byte, s scope) (protocol.Changes, error) {
 	}
 	delete(before, "metadata")
 	delete(after, "metadata")
-	changes.Other = !reflect.DeepEqual(oldMeta, newMeta) || !reflect.DeepEqual(before, after)
+	changes.Other = changes.Other || !reflect.DeepEqual(oldMeta, newMeta) || !reflect.DeepEqual(before, after)
 	return changes, nil
+}
+
+// ambiguous says that the object may hold bytes which JSON cannot say. By protobuf they can be stored, and reach the
+// guard as U+FFFD, so two different values look equal: such an object is never taken for unchanged.
+func ambiguous(raw []byte) bool {
+	return !utf8.Valid(raw) || bytes.ContainsRune(raw, utf8.RuneError) ||
+		bytes.Contains(raw, []byte(`\ufffd`)) || bytes.Contains(raw, []byte(`\uFFFD`))
 }
 
 // parse keeps numbers as they are written: as floats, two large integers could look the same.

@@ -32,6 +32,12 @@ func TestCompare(t *testing.T) {
 			old: `{"metadata":{"labels":{"a":"1","b":"2"}},"data":{"x":"1","y":"2"}}`, updated: `{"data": {"y":"2","x":"1"}, "metadata":{"labels":{"b":"2","a":"1"}}}`,
 			want: none,
 		},
+		"bytes that JSON cannot say, which look equal": {
+			old: `{"metadata":{},"data":{"a":"caf\ufffd"}}`, updated: `{"metadata":{},"data":{"a":"caf\ufffd"}}`, want: other,
+		},
+		"the same, written out": {
+			old: "{\"metadata\":{},\"data\":{\"a\":\"\uFFFD\"}}", updated: "{\"metadata\":{},\"data\":{\"a\":\"\uFFFD\"}}", want: other,
+		},
 		"an empty map in metadata for none": {old: `{"metadata":{"labels":{}}}`, updated: `{"metadata":{}}`, want: none},
 		"data":                              {old: `{"metadata":{},"data":{"a":"1"}}`, updated: `{"metadata":{},"data":{"a":"2"}}`, want: other},
 		"an empty spec for none":            {old: `{"metadata":{}}`, updated: `{"metadata":{},"spec":{}}`, want: other},

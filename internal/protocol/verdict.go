@@ -211,7 +211,7 @@ func (j *judge) declareUnder(d Decision) (Decision, error) {
 	if n, err := ParseToken(claimed); err == nil && n > token && !j.wasProtected {
 		d.Behind = true
 		d.Warnings = append(d.Warnings, fmt.Sprintf(
-			"the object came with the mark %d, above the token %d of lease %s: after a restore, set spec.minToken of the lease above it", n, token, name))
+			"the object came with the mark %d, above the token %d of lease %s, and starts at the latter: if it was restored and the mark is genuine, set spec.minToken of the lease above it first", n, token, name))
 	}
 	return d, nil
 }
@@ -249,7 +249,7 @@ func (j *judge) withoutToken() (Decision, error) {
 	switch {
 	case changes == Changes{}:
 		return Decision{Result: ResultUnchanged, Mark: j.mark}, nil
-	case !changes.Other && (j.By.Collector || dying && !changes.Owners):
+	case !changes.Other && (j.By.Collector || dying && changes.Finalizers && !changes.Owners):
 		return Decision{Result: ResultSystem, Mark: j.mark}, nil
 	case j.hasBypass:
 		return j.bypassed()

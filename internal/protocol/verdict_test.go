@@ -312,6 +312,8 @@ func TestVerdictWithoutToken(t *testing.T) {
 			old: guarded(), new: guarded(), by: stranger, changes: protocol.Changes{Owners: true}, result: protocol.ResultDenied, reason: v1alpha1.ReasonTokenMissing, asked: asked},
 		"somebody takes a finalizer off": {
 			old: guarded(), new: guarded(), by: stranger, changes: protocol.Changes{Finalizers: true}, result: protocol.ResultDenied, reason: v1alpha1.ReasonTokenMissing, asked: asked},
+		"somebody wipes the managed fields of a dying object": {
+			old: dying(guarded()), new: dying(guarded()), by: stranger, changes: protocol.Changes{ManagedFields: true}, result: protocol.ResultDenied, reason: v1alpha1.ReasonTokenMissing, asked: asked},
 		"somebody takes a finalizer off a dying object": {
 			old: dying(guarded()), new: dying(guarded()), by: stranger, changes: protocol.Changes{Finalizers: true, ManagedFields: true}, result: protocol.ResultSystem, mark: "100", lease: "-", asked: []string{"changes"}},
 		"and changes its data too": {
