@@ -315,12 +315,9 @@ func (s *Session) want(l *v1alpha1.FencedLease, r *request) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.shrink(l)
-	if !r.wanted {
-		r.wanted = true
+	r.wanted = true
+	if s.hasNewWant() { // new, or with a new ticket
 		s.renewSoon()
-	}
-	if s.hasNewWant() {
-		s.renewSoon() // also after the ticket changed
 	}
 }
 
